@@ -39,6 +39,7 @@ void call_unref(rpc_call *c)
     if (c->prev) c->prev->next = c->next;
     else q->first = c->next;
     if (c->next) c->next->prev = c->prev;
+    open_leave(c);
     slices_free(c);
     grpc_metadata_array_destroy(&c->metadata);
     if (c->outgoing) grpc_byte_buffer_destroy(c->outgoing);
@@ -447,6 +448,9 @@ static void admit_call(rpc_call *c, const char *path, size_t n)
         refuse_duplicate(c, duplicate);
     } else if (!c->method->open && !has_key(c)) {
         call_refuse(c, GRPC_STATUS_UNAUTHENTICATED, "authorization: a valid bearer key is needed");
+    } else if (c->method->open && !open_enter(c)) {
+        call_refuse(c, GRPC_STATUS_RESOURCE_EXHAUSTED,
+                    "too many calls without a key on one connection");
     } else if (c->method->admin && !is_admin(c)) {
         refuse_client(c);
     } else if (!c->method->open && front_is_draining(c->queue->front)) {

@@ -20,7 +20,7 @@ typedef struct queue_op {
     void *owner;
 } queue_op;
 
-/* ---- the front ------------------------------------------------------------------------------- */
+/* ---- queues ---------------------------------------------------------------------------------- */
 
 /* A completion queue and its thread. Other threads touch what is atomic, and nothing else. */
 typedef struct front_queue {
@@ -44,6 +44,26 @@ typedef struct front_queue {
     _Atomic(rpc_call *) woken; // calls that are to begin or were woken, the last one first
 } front_queue;
 
+/* ---- calls without a key (open.c) ------------------------------------------------------------ */
+
+enum {
+    OPEN_CALLS_MAX = 16, // of one connection: more than there are services to watch
+    OPEN_BUCKETS = 1024,
+};
+
+/* Calls of the methods that need no key, by their connections. */
+typedef struct open_calls {
+    pthread_mutex_t lock;
+    rpc_call *first[OPEN_BUCKETS];
+} open_calls;
+
+/* Counts a call. False: its connection has too many. */
+bool open_enter(rpc_call *c);
+/* The call's memory is free. */
+void open_leave(rpc_call *c);
+
+/* ---- the front ------------------------------------------------------------------------------- */
+
 struct grpc_front {
     grpc_front_options o;
     const rpc_service **services; // those given at creation, then health and reflection
@@ -59,6 +79,7 @@ struct grpc_front {
     uint32_t n_queues;
     bool is_started;
     _Atomic bool draining, stopping;
+    open_calls open;
 
     work_pool work;             // reads large messages; not made without a service
     _Atomic size_t large_bytes; // of messages that the pool reads, or that wait for it
@@ -93,7 +114,9 @@ struct rpc_call {
     void *state;
     rpc_call *prev, *next; // of the queue's live calls
     rpc_call *next_woken;
-    grpc_slice path; // until the call begins
+    rpc_call *next_open; // of those that open_enter has counted
+    uint64_t open_peer;  // a hash of its connection's peer; 0 = it is not counted
+    grpc_slice path;     // until the call begins
     grpc_metadata_array metadata;
 
     _Atomic uint32_t references; // one for each op in flight, and one until `over`

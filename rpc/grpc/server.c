@@ -355,6 +355,7 @@ status grpc_front_create_for(const grpc_front_options *o, const rpc_service *con
     grpc_front *f = calloc(1, sizeof *f);
     if (!f) return error_set(err, STATUS_NO_MEMORY, "grpc: out of memory");
     f->o = *o;
+    pthread_mutex_init(&f->open.lock, NULL);
     size_t most = (SIZE_MAX - UNPACK_EXTRA) / UNPACK_FACTOR;
     f->unpack_limit =
         UNPACK_FACTOR * (o->max_message_bytes < most ? o->max_message_bytes : most) + UNPACK_EXTRA;
@@ -416,6 +417,7 @@ void grpc_front_destroy(grpc_front *f)
         grpc_completion_queue_destroy(f->queues[i].queue);
     }
     grpc_shutdown();
+    pthread_mutex_destroy(&f->open.lock);
     free(f->services);
     free(f->methods);
     free(f->queues);

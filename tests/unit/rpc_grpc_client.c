@@ -27,9 +27,8 @@ static void die(const char *what)
 
 /* ---- clients --------------------------------------------------------------------------------- */
 
-static grpc_client connect_to(uint16_t port, grpc_channel_credentials *credentials, bool gzip)
+static grpc_client open_client(const char *target, grpc_channel_credentials *credentials, bool gzip)
 {
-    char target[32];
     grpc_init(); // a client may outlive the server's gRPC
     grpc_arg args[] = {
         {.type = GRPC_ARG_INTEGER,
@@ -44,11 +43,22 @@ static grpc_client connect_to(uint16_t port, grpc_channel_credentials *credentia
          .value.string = (char *)"localhost"},
     };
     grpc_channel_args all = {.num_args = sizeof args / sizeof *args, .args = args};
-    snprintf(target, sizeof target, "127.0.0.1:%u", port);
     grpc_client c = {.channel = grpc_channel_create(target, credentials, &all),
                      .queue = grpc_completion_queue_create_for_pluck(NULL)};
     grpc_channel_credentials_release(credentials);
     return c;
+}
+
+static grpc_client connect_to(uint16_t port, grpc_channel_credentials *credentials, bool gzip)
+{
+    char target[32];
+    snprintf(target, sizeof target, "127.0.0.1:%u", port);
+    return open_client(target, credentials, gzip);
+}
+
+grpc_client grpc_client_of(const char *address)
+{
+    return open_client(address, grpc_insecure_credentials_create(), false);
 }
 
 grpc_client grpc_client_plain(uint16_t port)

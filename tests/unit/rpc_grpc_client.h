@@ -15,6 +15,8 @@ typedef struct grpc_client {
 
 /* Connects to 127.0.0.1:port; each client has a connection of its own. */
 grpc_client grpc_client_plain(uint16_t port);
+/* Connects to an address of gRPC's, such as "unix:/path". */
+grpc_client grpc_client_of(const char *address);
 /* A client that compresses what it sends. */
 grpc_client grpc_client_gzip(uint16_t port);
 /* TLS; the server's name is "localhost". cert and key may be NULL. PEM text. */

@@ -1,5 +1,8 @@
 /* Health and reflection, as their clients use them. */
+#include "rpc/grpc/internal.h"
 #include "tests/unit/rpc_grpc_fixture.h"
+
+#include <unistd.h>
 
 typedef Grpc__Reflection__V1__ServerReflectionRequest question;
 typedef Grpc__Reflection__V1__ServerReflectionResponse answer;
@@ -78,6 +81,25 @@ static void check(fixture *f, const char *name, int want, grpc_status_code code)
     client_destroy(k);
 }
 
+static int n_open(fixture *f)
+{
+    open_calls *o = &f->front->open;
+    int n = 0;
+    pthread_mutex_lock(&o->lock);
+    for (int i = 0; i < OPEN_BUCKETS; i++)
+        for (const rpc_call *c = o->first[i]; c; c = c->next_open) n++;
+    pthread_mutex_unlock(&o->lock);
+    return n;
+}
+
+static void eventually_open(fixture *f, int n)
+{
+    for (int ms = 0; n_open(f) != n; ms++) {
+        if (ms == 60000) fail_msg("%d calls are open instead of %d", n_open(f), n);
+        nap_ms(1);
+    }
+}
+
 enum { SERVING = 1, NOT_SERVING = 2, SERVICE_UNKNOWN = 3 };
 
 static void test_check(void **state)
@@ -129,6 +151,70 @@ static void test_no_memory_is_taken(void **state)
     assert_int_equal(atomic_load(&f->core->service.body_bytes), 0);
     check(f, "octavo.v1.Inference", SERVING, GRPC_STATUS_OK);
     client_destroy(watching);
+}
+
+/* A connection has only so many calls that need no key, whatever becomes of them, and other
+ * connections have theirs. */
+static void test_calls_of_one_connection_are_bounded(void **state)
+{
+    fixture *f = *state;
+    enum { MOST = 16 };
+    client_call *k[MOST], *more;
+    grpc_client other = grpc_client_plain(grpc_front_port(f->front));
+    text_message m = TEXT_INIT;
+    for (int i = 0; i < MOST; i++) {
+        /* Those without a message wait for one. */
+        k[i] = i % 4 ? ask_health(f, "/grpc.health.v1.Health/Watch", i % 2 ? "" : "nobody")
+                     : client_start(&f->client, "/grpc.health.v1.Health/Check", NULL, 0);
+        if (i % 4) assert_int_equal(next_status(k[i]), i % 2 ? SERVING : SERVICE_UNKNOWN);
+    }
+    eventually_open(f, MOST);
+    for (int i = 0; i < 3; i++) {
+        more =
+            ask_health(f, i ? "/grpc.health.v1.Health/Watch" : "/grpc.health.v1.Health/Check", "");
+        assert_int_equal(next_status(more), -1);
+        assert_int_equal(client_end(more), GRPC_STATUS_RESOURCE_EXHAUSTED);
+        assert_non_null(strstr(more->text, "without a key"));
+        client_destroy(more);
+    }
+    more = client_ask(&other, "/grpc.health.v1.Health/Watch", NULL, &m.base);
+    assert_int_equal(next_status(more), SERVING);
+    client_destroy(more);
+    grpc_client_destroy(&other);
+    /* What ends makes room: from the middle, the first and the last. */
+    static const int ends[] = {7, 0, MOST - 1};
+    for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
+        client_destroy(k[ends[i]]);
+        eventually_open(f, MOST - 1);
+        k[ends[i]] = ask_health(f, "/grpc.health.v1.Health/Watch", "");
+        assert_int_equal(next_status(k[ends[i]]), SERVING);
+    }
+    for (int i = 0; i < MOST; i++) client_destroy(k[i]);
+    eventually_open(f, 0);
+    check(f, "", SERVING, GRPC_STATUS_OK);
+}
+
+/* gRPC tells no clients of a socket in the file system apart. */
+static void test_clients_of_a_path_have_no_bound_together(void **state)
+{
+    enum { EACH = 9 };
+    char address[64];
+    snprintf(address, sizeof address, "unix:octavo-health-%d.sock", (int)getpid());
+    (void)state;
+    fixture *f = fixture_make(NULL, 0);
+    f->core->service.o.grpc_address = address;
+    fixture_start(f, services, 1);
+    grpc_client clients[] = {grpc_client_of(address), grpc_client_of(address)};
+    client_call *k[2 * EACH];
+    text_message m = TEXT_INIT;
+    for (int i = 0; i < 2 * EACH; i++) {
+        k[i] = client_ask(&clients[i % 2], "/grpc.health.v1.Health/Watch", NULL, &m.base);
+        assert_int_equal(next_status(k[i]), SERVING);
+    }
+    for (int i = 0; i < 2 * EACH; i++) client_destroy(k[i]);
+    for (int i = 0; i < 2; i++) grpc_client_destroy(&clients[i]);
+    fixture_destroy(f);
+    unlink(address + sizeof "unix:" - 1);
 }
 
 /* ---- reflection ------------------------------------------------------------------------------ */
@@ -255,6 +341,8 @@ int main(void)
     const struct CMUnitTest tests[] = {
         TEST(check),
         TEST(watch),
+        TEST(calls_of_one_connection_are_bounded),
+        cmocka_unit_test(test_clients_of_a_path_have_no_bound_together),
         TEST(reflection),
         TEST(reflection_too_long),
         cmocka_unit_test_setup_teardown(test_no_memory_is_taken, setup_full, teardown),
