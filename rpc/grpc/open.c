@@ -29,13 +29,14 @@ bool open_enter(rpc_call *c)
     rpc_call **bucket = bucket_of(o, peer);
     for (const rpc_call *other = *bucket; other; other = other->next_open)
         n += other->open_peer == peer;
-    if (n < OPEN_CALLS_MAX) {
+    bool enters = n < OPEN_CALLS_MAX;
+    if (enters) {
         c->open_peer = peer;
         c->next_open = *bucket;
         *bucket = c;
     }
     pthread_mutex_unlock(&o->lock);
-    return n < OPEN_CALLS_MAX;
+    return enters;
 }
 
 void open_leave(rpc_call *c)

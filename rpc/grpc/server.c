@@ -25,6 +25,7 @@ enum {
     KEEPALIVE_TIMEOUT_MS = 10000,
     /* How often a client may ping while it has no call. */
     CLIENT_PING_MS = 10000,
+    QUOTA_BYTES_EACH = 32 << 10, // of a connection or a call: either takes about 13 kB
     UNPACK_FACTOR = 4,
     UNPACK_EXTRA = 1 << 20,
 };
@@ -266,9 +267,23 @@ static status make_queues(grpc_front *f, error *err)
     return STATUS_IS_OK;
 }
 
+/* gRPC takes memory for a message before this program learns of it, and without a key. With a quota
+ * it closes calls once the memory of all is taken: that of connections, calls and as many of the
+ * largest messages as the pool reads. A worker's front has one client, which it knows. */
+static grpc_resource_quota *make_quota(const grpc_front_options *o)
+{
+    grpc_resource_quota *q = grpc_resource_quota_create("octavo");
+    size_t n = (size_t)o->max_descriptors + (o->service ? o->service->o.model.max_requests : 0);
+    size_t base = n * QUOTA_BYTES_EACH, most = (SIZE_MAX / 2 - base) / LARGE_MESSAGES;
+    size_t message = o->max_message_bytes < most ? o->max_message_bytes : most;
+    grpc_resource_quota_resize(q, o->service ? base + LARGE_MESSAGES * message : SIZE_MAX / 2);
+    return q;
+}
+
 static void make_server(grpc_front *f)
 {
     const grpc_front_options *o = &f->o;
+    grpc_resource_quota *quota = make_quota(o);
     grpc_arg args[] = {
         int_arg(GRPC_ARG_ALLOW_REUSEPORT, 0),
         int_arg(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, o->max_message_bytes),
@@ -287,9 +302,13 @@ static void make_server(grpc_front *f)
         int_arg(GRPC_COMPRESSION_CHANNEL_ENABLED_ALGORITHMS_BITSET, 1u << GRPC_COMPRESS_NONE),
         int_arg(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0),
         gate_arg(f->gate),
+        {.type = GRPC_ARG_POINTER,
+         .key = (char *)(uintptr_t)GRPC_ARG_RESOURCE_QUOTA,
+         .value.pointer = {quota, grpc_resource_quota_arg_vtable()}},
     };
     grpc_channel_args all = {.num_args = sizeof args / sizeof *args, .args = args};
     f->server = grpc_server_create(&all, NULL);
+    grpc_resource_quota_unref(quota);
     for (uint32_t i = 0; i < f->n_queues; i++)
         grpc_server_register_completion_queue(f->server, f->queues[i].queue, NULL);
 }

@@ -3,6 +3,9 @@
 usage: grpc_common.py OCTAVO [unittest arguments]"""
 
 import queue
+import resource
+import socket
+import struct
 import threading
 
 from harness import PAGE, PATIENCE, ServeTest, eventually, main, need, raw, stubs, tokens
@@ -61,6 +64,84 @@ class Idle(GrpcTest):
             self.assertTrue(watch.is_active())
             self.assertEqual(stub.Check(health.HealthCheckRequest()).status, 1)
             watch.cancel()
+
+
+class Wire:
+    """A client that opens calls and never ends their messages, frame by frame; it sends no more
+    than the server's windows let it."""
+
+    HEAD = {":method": "POST", ":scheme": "http", ":path": "/octavo.v1.Inference/Generate", ":authority": "x",
+            "te": "trailers", "content-type": "application/grpc"}
+
+    def __init__(self, port):
+        self.socket = socket.create_connection(("127.0.0.1", port), timeout=PATIENCE)
+        self.window, self.initial, self.read, self.ended = 65535, 65535, b"", set()
+        self.socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + self.frame(4, 0, 0, b""))
+
+    @staticmethod
+    def frame(kind, flags, stream, data):
+        return struct.pack(">I", len(data))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + data
+
+    def take_frame(self):
+        """Waits for a frame of the server. False: it has closed the connection."""
+        while len(self.read) < 9 or len(self.read) < 9 + int.from_bytes(self.read[:3], "big"):
+            part = self.socket.recv(65536)
+            if not part:
+                return False
+            self.read += part
+        n, kind, flags = int.from_bytes(self.read[:3], "big"), self.read[3], self.read[4]
+        stream, data = int.from_bytes(self.read[5:9], "big"), self.read[9:9 + n]
+        self.read = self.read[9 + n:]
+        if kind == 4 and not flags & 1: # SETTINGS
+            self.initial = dict(struct.iter_unpack(">HI", data)).get(4, self.initial)
+            self.socket.sendall(self.frame(4, 1, 0, b""))
+        elif kind == 6 and not flags & 1: # PING
+            self.socket.sendall(self.frame(6, 1, 0, data))
+        elif kind == 8 and stream == 0: # WINDOW_UPDATE
+            self.window += int.from_bytes(data, "big")
+        elif kind in (1, 3): # HEADERS, of which the last end the call, and RST_STREAM
+            self.ended.add(stream)
+        return True
+
+    def begin_message(self, stream, n):
+        """Opens a call and sends its message but for the last byte, once there is a window for it.
+        False: a call was ended, or the connection closed."""
+        while self.window < n + 5 or self.initial < n + 5:
+            if not self.take_frame() or self.ended:
+                return False
+        head = b"".join(b"\0%c%s%c%s" % (len(k), k.encode(), len(v), v.encode()) for k, v in self.HEAD.items())
+        data = b"\0" + struct.pack(">I", n) + b"\x0a" + b"x" * (n - 2)
+        parts = [data[i:i + 16384] for i in range(0, len(data), 16384)]
+        self.socket.sendall(self.frame(1, 4, stream, head) + b"".join(self.frame(0, 0, stream, p) for p in parts))
+        self.window -= len(data)
+        return True
+
+
+class Memory(GrpcTest):
+    """gRPC has taken a message before this program learns of it: the memory of all is bounded."""
+
+    FLAGS = ["--max-body", "65536", "--max-requests", "16", "--keepalive-timeout", "86400"]
+    LIMITS = {resource.RLIMIT_NOFILE: 200}
+    CALLS = 1000 # of 60 kB each; all of gRPC may have about 6 MB
+
+    def test_messages_that_do_not_end(self):
+        stub, request = rpc.InferenceStub(self.channel), pb.TokenizeRequest(prompt="x" * 30000)
+        self.assertTrue(stub.Tokenize(request, timeout=PATIENCE).token_ids)
+        wire = Wire(self.server.grpc_port)
+        with wire.socket:
+            held = 0
+            while held < self.CALLS and wire.begin_message(2 * held + 1, 60000):
+                held += 1
+        self.assertGreater(held, 30)
+        self.assertLess(held, self.CALLS, "no call was ended, and nothing held the client up")
+        eventually("others are served again", self.is_served)
+
+    def is_served(self):
+        try:
+            return rpc.InferenceStub(self.channel).Tokenize(pb.TokenizeRequest(prompt="x"), timeout=PATIENCE).token_ids
+        except grpc.RpcError as e:
+            self.assertIn(e.code(), (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNAVAILABLE))
+            return False
 
 
 class Reflection(GrpcTest):

@@ -272,11 +272,12 @@ class ServeTest(unittest.TestCase):
     FLAGS = []
     MODEL = POOL
     ENV = {}
+    LIMITS = None
     server = None
 
     @classmethod
     def setUpClass(cls):
-        cls.server = Server(*cls.FLAGS, model=cls.MODEL, env=cls.ENV)
+        cls.server = Server(*cls.FLAGS, model=cls.MODEL, env=cls.ENV, limits=cls.LIMITS)
 
     @classmethod
     def tearDownClass(cls):
