@@ -13,15 +13,20 @@ enum { READ_BYTES = 64 << 10 };
 
 status lines_open(line_reader *r, const char *path, error *err)
 {
-    *r = (line_reader){.fd = STDIN_FILENO, .is_stdin = strcmp(path, "-") == 0};
+    bool is_stdin = strcmp(path, "-") == 0;
+    *r = (line_reader){.fd = STDIN_FILENO, .name = is_stdin ? "stdin" : path, .is_stdin = is_stdin};
     if (!r->is_stdin) r->fd = open(path, O_RDONLY | O_CLOEXEC);
     struct stat st;
-    if (r->fd < 0 || fstat(r->fd, &st) != 0)
-        return error_set(err, STATUS_IO, "%s: %s", path, strerror(errno));
+    if (r->fd < 0 || fstat(r->fd, &st) != 0) return lines_failure(r, err);
     r->is_regular = S_ISREG(st.st_mode);
     if (!S_ISDIR(st.st_mode)) return STATUS_IS_OK;
     lines_close(r);
     return error_set(err, STATUS_IO, "%s: is a folder", path);
+}
+
+status lines_failure(const line_reader *r, error *err)
+{
+    return error_set(err, STATUS_IO, "%s: %s", r->name, strerror(errno));
 }
 
 void lines_close(line_reader *r)

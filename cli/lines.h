@@ -8,6 +8,7 @@ enum { CLI_LINE_BYTES_MAX = 16 << 20 };
 
 typedef struct line_reader {
     int fd;
+    const char *name; // as errors say it: "stdin", or the path that was opened
     bool is_stdin;
     bool at_end;     // read() has reported the end
     bool is_regular; // a regular file: reading it never waits
@@ -23,7 +24,7 @@ typedef enum line_outcome {
     LINE_TOO_LONG, // the line was skipped to its end
     LINE_LATER,    // no whole line has arrived yet (only without `wait`)
     LINE_END,
-    LINE_FAILED, // an I/O error, in errno
+    LINE_FAILED, // an I/O error (lines_failure)
 } line_outcome;
 
 /* Opens a file; the path "-" is stdin. */
@@ -32,6 +33,8 @@ void lines_close(line_reader *r);
 /* Reads the next line without its newline, NUL-terminated and valid until the next call. A last
  * line without a newline counts. */
 line_outcome lines_next(line_reader *r, bool wait, char **line, size_t *n);
+/* What is wrong, right after LINE_FAILED. */
+status lines_failure(const line_reader *r, error *err);
 /* Counts the lines of a regular file that hold more than blanks; -1 for any other file. To be
  * called before the first lines_next. */
 int64_t lines_count(const line_reader *r);

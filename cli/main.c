@@ -1,9 +1,24 @@
 /* octavo is one executable with one table of commands (commands.c). */
 #include "cli/commands.h"
 
+#include <fcntl.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
+
+/* A standard stream that the caller has closed would be the next file that the process opens: a log
+ * would go into a cache, and a batch would read an event. It becomes one whose use fails with a
+ * reason. */
+static void occupy_closed_streams(void)
+{
+    for (int fd = STDIN_FILENO; fd <= STDERR_FILENO; fd++)
+        if (fcntl(fd, F_GETFD) < 0) open("/dev/null", fd == STDIN_FILENO ? O_WRONLY : O_RDONLY);
+}
+
+/* main would be too late: constructors of libraries (UCX) open files before it. */
+__attribute__((section(".preinit_array"),
+               used)) static void (*const before_all)(void) = occupy_closed_streams;
 
 static void help(FILE *out)
 {

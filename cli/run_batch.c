@@ -3,7 +3,6 @@
 #include "cli/lines.h"
 #include "cli/run.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -197,7 +196,9 @@ static bool read_some(batch *b)
         } else {
             b->input_ended = true;
             if (got == LINE_END) continue;
-            cli_complain(run_name, CLI_FAILED, strerror(errno));
+            error err;
+            lines_failure(&b->in, &err);
+            cli_complain(run_name, CLI_FAILED, err.text);
             b->n_failed++;
         }
     }

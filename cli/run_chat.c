@@ -3,7 +3,6 @@
 #include "cli/editor.h"
 #include "cli/lines.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -73,10 +72,11 @@ static int chat_by_lines(chat *c)
         line_outcome got = lines_next(&in, true, &text, &n);
         if (got == LINE_END) break;
         waiter_arm(c->s->waiter, true);
+        if (got == LINE_FAILED) lines_failure(&in, &err);
         if (got != LINE_READ)
             result = cli_complain(run_name, CLI_FAILED,
                                   got == LINE_TOO_LONG ? "a line of stdin is longer than 16 MiB"
-                                                       : strerror(errno));
+                                                       : err.text);
         else if (n) result = one_turn(c, turn, text, n, &reply);
     }
     lines_close(&in);

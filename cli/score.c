@@ -140,7 +140,7 @@ static status score_lines(scorer *sc, line_reader *in, logits_file *out, error *
         line_outcome got = lines_next(in, true, &line, &n);
         if (got == LINE_END) break;
         if (got == LINE_FAILED) {
-            st = error_set(err, STATUS_IO, "%s", strerror(errno));
+            st = lines_failure(in, err);
         } else if (got == LINE_TOO_LONG) {
             st = error_set(err, STATUS_LIMIT, "the line is longer than 16 MiB");
         } else if (strspn(line, " \t") < n) {

@@ -4,7 +4,6 @@
 #include "model/model.h"
 #include "text/tokenizer.h"
 
-#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -114,7 +113,8 @@ static int convert_lines(const char *name, const tokenizer *t, const text_flags 
         }
         if (got == LINE_END) break;
         if (got == LINE_FAILED) {
-            cli_complain(name, CLI_FAILED, strerror(errno));
+            lines_failure(&in, &err);
+            cli_complain(name, CLI_FAILED, err.text);
             all_well = false;
             break;
         }

@@ -252,6 +252,26 @@ class Ending(unittest.TestCase):
         self.assertEqual(p.returncode, 1)
         self.assertIn(b"cannot write to stdout", p.stderr)
 
+    def test_closed_stdin(self):
+        """It is no input, and not a file that a library has opened meanwhile."""
+        for args in (["run", *POOL, "--prompts", "-"], ["run", *POOL, "--chat"], ["tokenize", "--model", MODEL]):
+            with self.subTest(args[-1]):
+                p = subprocess.run([OCTAVO, *args], preexec_fn=lambda: os.close(0), capture_output=True, timeout=TIMEOUT)
+                self.assertEqual(p.returncode, 1, p.stderr)
+                self.assertIn(b"stdin: Bad file descriptor", p.stderr)
+
+    @unittest.skipUnless(os.path.isdir("/proc/self/fd"), "no /proc")
+    def test_closed_stderr(self):
+        """No file takes its place, into which messages would go."""
+        with subprocess.Popen([OCTAVO, "tokenize", "--model", MODEL], preexec_fn=lambda: os.close(2),
+                              stdin=subprocess.PIPE, stdout=subprocess.PIPE) as p:
+            p.stdin.write(b'"a"\n')
+            p.stdin.flush()
+            self.assertEqual(p.stdout.readline(), b"[64]\n")
+            self.assertEqual(os.readlink(f"/proc/{p.pid}/fd/2"), "/dev/null")
+            p.stdin.close()
+            self.assertEqual(p.wait(TIMEOUT), 0)
+
 
 class Text(unittest.TestCase):
     LINES = ["", "Hello world", "caf\u00e9 \U0001f600 \u4f60\u597d\tx", "<|im_start|>user\nhi<|im_end|>",
