@@ -40,7 +40,6 @@ static status check_handover(const engine *e, const engine_request *r, error *er
         return error_set(err, STATUS_UNSUPPORTED,
                          "kv_transfer_params: do_remote_decode: the server was started without "
                          "--kv-transfer-listen");
-    if (r->n != 1) return refuse(err, "do_remote_decode: n must be 1");
     if (r->max_tokens != 1) return refuse(err, "do_remote_decode: max_tokens must be 1");
     return STATUS_IS_OK;
 }

@@ -489,7 +489,8 @@ static void take_whole(openai_answer *a, choice *c, const generation_output *o)
 {
     if (o->out.finish == ENGINE_FINISH_NONE) return;
     put_members(a, c, o, &c->ending);
-    put_transfer(a, o, &a->transfer);
+    /* It is about the prompt, which all choices share. */
+    if (!a->transfer.size) put_transfer(a, o, &a->transfer);
 }
 
 /* Has the form write what an output brings. */

@@ -238,6 +238,18 @@ class Disaggregated(unittest.TestCase):
             self.assertNotIn("kv_transfer_params", answer)
             self.assertEqual(drawn(answer), drawn(self.pair.alone(request)))
 
+    def test_several_choices(self):
+        """Are computed at the decode server: routers send the client's n to both."""
+        request = body(tokens(PROMPT, 56), CHUNKKV, n=2, temperature=0.9, seed=3)
+        params = self.pair.hand_over(request)
+        self.assertEqual((params["do_remote_prefill"], params["bytes"]), (False, 0))
+        self.assertEqual(params["note"], "not held: n is above 1")
+        expected = self.pair.alone(request)["choices"]
+        for given in (params, self.pair.hand_over({**request, "n": 1})):
+            answer = self.pair.take_over(request, given)
+            self.assertEqual([c["token_ids"] for c in answer["choices"]], [c["token_ids"] for c in expected])
+        self.assert_computed(answer, "n is above 1")
+
     def test_every_method(self):
         """Is handed over with the answer of one server, or refused by name."""
         handed = set()
@@ -273,7 +285,6 @@ class Disaggregated(unittest.TestCase):
         rows = [
             (self.pair.prefill, {"kv_transfer_params": HANDS_OVER}, "max_tokens must be 1"),
             (self.pair.prefill, {"kv_transfer_params": HANDS_OVER, "max_tokens": 1, "stream": True}, "stream"),
-            (self.pair.prefill, {"kv_transfer_params": HANDS_OVER, "max_tokens": 1, "n": 2, "temperature": 1}, "n must"),
             (self.pair.prefill, {"kv_transfer_params": HANDS_OVER, "max_tokens": 1, "session": "s"}, "session"),
             (self.pair.prefill, {"kv_transfer_params": HANDS_OVER, "max_tokens": 1, "prompt": ["a", "b"]}, "one prompt"),
             (self.pair.prefill, {"kv_transfer_params": takes}, "--kv-transfer-peers"),

@@ -201,7 +201,7 @@ class Server:
         got, _, text = self.request("POST", path, body, {"Content-Type": "application/json", **(headers or {})})
         if got != status:
             raise AssertionError(f"POST {path}: {got}, expected {status}: {text[:1000]}")
-        return json.loads(text)
+        return json.loads(text, object_pairs_hook=object_of)
 
     def refused(self, path, body, status=400):
         """The error object of a refusal, which must have all its members."""
@@ -264,6 +264,14 @@ def sse(text):
             raise AssertionError(f"not a frame of one data line: {frame!r}")
         events.append(json.loads(frame[len("data: "):]))
     return events
+
+
+def object_of(members):
+    """A JSON object, none of whose names may come twice: readers disagree about what that means."""
+    made = dict(members)
+    if len(made) != len(members):
+        raise AssertionError(f"a name comes twice among {[name for name, _ in members]}")
+    return made
 
 
 class ServeTest(unittest.TestCase):
