@@ -44,6 +44,14 @@ static status join_content(json_t *message, const json_t *parts, size_t at, erro
     return s;
 }
 
+/* Users and systems say something. Messages of other roles may have no content: what that means is
+ * the chat template's matter. */
+static bool must_speak(const char *role)
+{
+    return strcmp(role, "user") == 0 || strcmp(role, "system") == 0 ||
+           strcmp(role, "developer") == 0;
+}
+
 /* An assistant that called tools may have said nothing: clients send null, or no content. */
 static status set_content(json_t *message, const char *role, size_t at, error *err)
 {
@@ -53,7 +61,7 @@ static status set_content(json_t *message, const char *role, size_t at, error *e
         return json_object_set_new(message, "content", json_string("")) ? out_of_memory(at, err)
                                                                         : STATUS_IS_OK;
     if (json_is_array(content)) return join_content(message, content, at, err);
-    if (absent || json_is_string(content)) return STATUS_IS_OK;
+    if (json_is_string(content) || (absent && !must_speak(role))) return STATUS_IS_OK;
     return error_set(err, STATUS_INVALID, "messages[%zu].content: must be a string or a list", at);
 }
 

@@ -3,6 +3,7 @@
 
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,11 +44,28 @@ static void an_assistant_may_say_nothing(void **state)
                       "[{\"role\":\"assistant\",\"content\":\"\"}]");
     expect_normalised("[{\"role\":\"assistant\",\"tool_calls\":[]}]",
                       "[{\"role\":\"assistant\",\"content\":\"\",\"tool_calls\":[]}]");
-    expect_normalised("[{\"role\":\"user\",\"content\":null}]",
-                      "[{\"role\":\"user\",\"content\":null}]");
+    expect_normalised("[{\"role\":\"tool\",\"content\":null}]",
+                      "[{\"role\":\"tool\",\"content\":null}]");
     expect_normalised("[{\"role\":\"tool\",\"content\":[{\"type\":\"text\",\"text\":\"a\"},"
                       "{\"type\":\"text\",\"text\":\"b\"}]}]",
                       "[{\"role\":\"tool\",\"content\":\"a\\nb\"}]");
+}
+
+static void who_speaks_says_something(void **state)
+{
+    (void)state;
+    static const char *const roles[] = {"user", "system", "developer"};
+    static const char *const contents[] = {"", ",\"content\":null", ",\"content\":5"};
+    for (size_t i = 0; i < 9; i++) {
+        char text[128];
+        error err = {{0}};
+        snprintf(text, sizeof text, "[{\"role\":\"user\",\"content\":\"\"},{\"role\":\"%s\"%s}]",
+                 roles[i / 3], contents[i % 3]);
+        json_t *messages = parse(text);
+        assert_int_equal(messages_normalise(messages, &err).code, STATUS_INVALID);
+        assert_string_equal(err.text, "messages[1].content: must be a string or a list");
+        json_decref(messages);
+    }
 }
 
 #define CALL(arguments)                                                                            \
@@ -135,6 +153,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(an_assistant_may_say_nothing),
+        cmocka_unit_test(who_speaks_says_something),
         cmocka_unit_test(words_hold_no_nul),
         cmocka_unit_test(arguments_become_objects),
         cmocka_unit_test(wrong_calls_are_refused_by_place),
