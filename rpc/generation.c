@@ -180,17 +180,18 @@ static status check_requests(service *s, uint32_t n, const generation_options *o
     return STATUS_IS_OK;
 }
 
-static status submit_all(generation *g, const engine_request *requests, const char *identity,
+static status submit_all(generation *g, const engine_request *requests, const generation_options *o,
                          error *err)
 {
     service *s = g->service;
     for (uint32_t i = 0; i < g->n; i++) {
         generation_request *r = &g->requests[i];
         engine_request request = requests[i]; /* the engine copies what it points to */
-        request.identity = (char *)(uintptr_t)identity;
+        request.identity = (char *)(uintptr_t)o->identity;
         status st = engine_submit(s->o.engine, &request, stream_ready, r, &r->stream, err);
         if (st.code == STATUS_QUEUE_FULL) service_count_refusal(s, REFUSED_QUEUE_FULL);
         if (st.code == STATUS_UNAVAILABLE) service_count_refusal(s, REFUSED_UNAVAILABLE);
+        if (!status_ok(st) && o->refused) *o->refused = i;
         RETURN_IF_ERROR(st);
     }
     /* service_abort may have found g before its streams were known: abort them now. */
@@ -212,7 +213,7 @@ static status start_generation(service *s, const engine_request *requests, uint3
         return error_set(err, STATUS_INVALID, "request_id: a request with this id is running");
     }
     generation_trace_begin(g, requests, o->trace);
-    status st = submit_all(g, requests, o->identity, err);
+    status st = submit_all(g, requests, o, err);
     if (!status_ok(st)) {
         remove_live(s, g, false);
         generation_free(g);

@@ -186,6 +186,7 @@ typedef struct generation_options {
     const char *identity; // owner of the sessions and the id (service_identity); NULL = ""
     bool shares_id;       // other live generations may have the id; an Abort of it ends them all
     const trace_headers *trace; // the request's headers about traces; NULL = it has none
+    uint32_t *refused;          // receives the number of a request that is refused; NULL: untold
 } generation_options;
 
 /* Submits n requests (one for each prompt of an array), all with the same number of choices. When

@@ -223,7 +223,7 @@ _Static_assert((int)HTTP_ID_BYTES_MAX == SERVICE_ID_BYTES_MAX, "a body's id fits
 
 /* Starts the generation under the client's id, where a header goes before the body's field, or
  * under a new one if a live generation has it. */
-static status start_answer(exchange *e, const openai_call *call, error *err)
+static status start_answer(exchange *e, const openai_call *call, uint32_t *refused, error *err)
 {
     service *s = e->server->service;
     char identity[SERVICE_IDENTITY_BYTES];
@@ -235,7 +235,8 @@ static status start_answer(exchange *e, const openai_call *call, error *err)
                             .notify = wake_notify,
                             .notify_ctx = &e->wake,
                             .identity = identity,
-                            .trace = http_trace(e, &trace)};
+                            .trace = http_trace(e, &trace),
+                            .refused = refused};
     status st = generation_start(s, call->requests, call->n_requests, &o, &e->generation, err);
     if (st.code != STATUS_INVALID || strncmp(err->text, "request_id:", 11) != 0) return st;
     o.id = NULL;
@@ -259,8 +260,9 @@ void http_generate(http_exchange *x, openai_call *call)
     bool embeds = call->vectors.pooling != POOLING_NONE;
     const openai_name *names = openai_names_of(call);
     void *answer = NULL;
+    uint32_t n = call->n_requests, refused = 0;
     status st = take_stored(e, call, &err);
-    if (status_ok(st)) st = start_answer(e, call, &err);
+    if (status_ok(st)) st = start_answer(e, call, &refused, &err);
     if (status_ok(st)) {
         answer = embeds ? (void *)openai_embeddings_create(x->service, call)
                         : openai_answer_create(x->service, call, generation_id(e->generation));
@@ -269,6 +271,7 @@ void http_generate(http_exchange *x, openai_call *call)
     if (!status_ok(st)) {
         openai_error_from(x->service, st, &err, &why);
         if (names) openai_rename(names, &why);
+        if (!names || embeds) openai_place_prompt(embeds ? "input" : "prompt", n, refused, &why);
         http_reply_error(x, &why);
         return;
     }

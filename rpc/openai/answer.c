@@ -152,13 +152,15 @@ const openai_error *openai_answer_error(const openai_answer *a)
 }
 
 /* Makes this error the answer's; a stream shows it at once. */
-static void fail_answer(openai_answer *a, status_code code, const char *text, strbuf *out)
+static void fail_answer(openai_answer *a, uint32_t request, status_code code, const char *text,
+                        strbuf *out)
 {
     error err;
     snprintf(err.text, sizeof err.text, "%s", text ? text : "");
     openai_error_from(a->s, status_make(code, NULL), &err, &a->error);
     const openai_form *form = a->call.form;
     if (form) openai_rename(form->names, &a->error);
+    else openai_place_prompt("prompt", a->call.n_requests, request, &a->error);
     if (!a->call.stream) return;
     if (form) {
         form->fail(a->call.writer, &a->error, out);
@@ -520,8 +522,9 @@ static void take_form(openai_answer *a, const generation *g, const generation_ou
     bool failed = a->scratch.failed || talk_failed(&a->choices->talk);
     strbuf_clear(&a->scratch);
     size_t held = a->call.form->held(a->call.writer);
-    if (failed) fail_answer(a, STATUS_NO_MEMORY, NULL, out);
-    else if (held > HELD_BYTES_MAX) fail_answer(a, STATUS_LIMIT, "the answer is too long", out);
+    if (failed) fail_answer(a, o->request, STATUS_NO_MEMORY, NULL, out);
+    else if (held > HELD_BYTES_MAX)
+        fail_answer(a, o->request, STATUS_LIMIT, "the answer is too long", out);
 }
 
 void openai_answer_take(openai_answer *a, const generation *g, const generation_output *o,
@@ -536,7 +539,7 @@ void openai_answer_take(openai_answer *a, const generation *g, const generation_
     choice *c = &a->choices[o->index];
     bool first = !c->begun;
     if (o->out.finish == ENGINE_FINISH_ERROR) {
-        fail_answer(a, o->out.error_code, o->out.error_text, out);
+        fail_answer(a, o->request, o->out.error_code, o->out.error_text, out);
         return;
     }
     if (a->call.form) {
@@ -552,8 +555,8 @@ void openai_answer_take(openai_answer *a, const generation *g, const generation_
         take_whole(a, c, o);
         a->held += held_by(c) - held;
     }
-    if (out_of_memory(a, c)) fail_answer(a, STATUS_NO_MEMORY, NULL, out);
-    else if (a->held > HELD_BYTES_MAX) fail_answer(a, STATUS_LIMIT, too_much, out);
+    if (out_of_memory(a, c)) fail_answer(a, o->request, STATUS_NO_MEMORY, NULL, out);
+    else if (a->held > HELD_BYTES_MAX) fail_answer(a, o->request, STATUS_LIMIT, too_much, out);
     else if (a->call.stream && needs_frame(a, c, o, first)) put_frame(a, c, o, first, out);
 }
 

@@ -117,12 +117,13 @@ void openai_embeddings_destroy(openai_embeddings *e)
     free(e);
 }
 
-static void fail(openai_embeddings *e, status_code code, const char *text)
+static void fail(openai_embeddings *e, uint32_t request, status_code code, const char *text)
 {
     error err;
     snprintf(err.text, sizeof err.text, "%s", text ? text : "");
     openai_error_from(e->s, status_make(code, NULL), &err, &e->error);
     openai_rename(names, &e->error);
+    openai_place_prompt("input", e->call.n_requests, request, &e->error);
 }
 
 static void put_base64(const unsigned char *bytes, size_t n, strbuf *out)
@@ -161,12 +162,12 @@ void openai_embeddings_take(openai_embeddings *e, const generation *g, const gen
     uint32_t n = 0;
     if (e->error.status || o->out.finish == ENGINE_FINISH_NONE) return;
     if (o->out.finish == ENGINE_FINISH_ERROR) {
-        fail(e, o->out.error_code, o->out.error_text);
+        fail(e, o->request, o->out.error_code, o->out.error_text);
         return;
     }
     const float *values = generation_pooled(g, o->request, &n);
     if (!values) {
-        fail(e, STATUS_ABORTED, "the request was aborted");
+        fail(e, o->request, STATUS_ABORTED, "the request was aborted");
         return;
     }
     strbuf *out = &e->vectors[o->request];
@@ -174,8 +175,8 @@ void openai_embeddings_take(openai_embeddings *e, const generation *g, const gen
     put_vector(&e->call.vectors, values, n, out);
     e->prompt_tokens += o->out.usage.prompt_tokens;
     e->held += out->size;
-    if (out->failed) fail(e, STATUS_NO_MEMORY, NULL);
-    else if (e->held > HELD_BYTES_MAX) fail(e, STATUS_LIMIT, "the answer is too long");
+    if (out->failed) fail(e, o->request, STATUS_NO_MEMORY, NULL);
+    else if (e->held > HELD_BYTES_MAX) fail(e, o->request, STATUS_LIMIT, "the answer is too long");
 }
 
 void openai_embeddings_finish(openai_embeddings *e, strbuf *out)

@@ -155,6 +155,32 @@ void openai_rename(const openai_name *names, openai_error *e)
     }
 }
 
+/* Whether the name is all of the param but for a place in it: "prompt", "prompt[2]". */
+static bool names_prompt(const char *param, const char *name)
+{
+    size_t n = strlen(name);
+    return begins_with(param, name) && (param[n] == '\0' || param[n] == '[');
+}
+
+void openai_place_prompt(const char *name, uint32_t n_prompts, uint32_t at, openai_error *e)
+{
+    static const openai_name ids[] = {{"prompt_token_ids", "prompt", false}, {NULL, NULL, false}};
+    static const char overflow[] = " tokens; prompt: ";
+    char place[32];
+    openai_rename(ids, e);
+    snprintf(place, sizeof place, n_prompts < 2 ? "%s" : "%s[%u]", name, at);
+    if (names_prompt(e->param, name)) {
+        if (begins_with(e->message, e->param))
+            replace_text(e->message, sizeof e->message, 0, strlen(name), place);
+        replace_text(e->param, sizeof e->param, 0, strlen(name), place);
+    }
+    const char *found = strstr(e->message, overflow);
+    if (found && e->code) {
+        size_t from = (size_t)(found - e->message) + strlen(" tokens; ");
+        replace_text(e->message, sizeof e->message, from, strlen("prompt"), place);
+    }
+}
+
 void openai_error_json(const openai_error *e, strbuf *out)
 {
     strbuf_puts(out, "{\"error\":{\"message\":");

@@ -32,6 +32,9 @@ typedef struct openai_name {
 
 /* Renames the fields that an error names; the last of the names has no `chat`. */
 void openai_rename(const openai_name *names, openai_error *e);
+/* Names the prompt of completions, or the input of embeddings, that an error is about by its place
+ * among those of the body: "prompt: …" becomes "prompt[1]: …". */
+void openai_place_prompt(const char *name, uint32_t n_prompts, uint32_t at, openai_error *e);
 /* Fills *out for an error of the engine or a parser: status, type and param follow from the code
  * and the text. */
 void openai_error_from(service *s, status why, const error *err, openai_error *out);

@@ -581,6 +581,41 @@ static void errors_have_a_status_a_type_and_a_field(void **state)
     }
 }
 
+static void errors_have_the_place_of_the_prompt(void **state)
+{
+    static const struct {
+        const char *name, *text, *alone, *third; // of one prompt, and of the third of five
+    } rows[] = {
+        {"prompt", "prompt: has no tokens", "prompt|prompt: has no tokens",
+         "prompt[2]|prompt[2]: has no tokens"},
+        {"prompt", "prompt_token_ids[7]: 9 is outside", "prompt[7]|prompt[7]: 9 is outside",
+         "prompt[2][7]|prompt[2][7]: 9 is outside"},
+        {"prompt", "prompt: 9 tokens; the maximum context length is 8",
+         "input_tokens|This model's maximum context length is 8 tokens; prompt: 9 tokens",
+         "input_tokens|This model's maximum context length is 8 tokens; prompt[2]: 9 tokens"},
+        {"input", "prompt: 9 tokens; the maximum context length is 8",
+         "input_tokens|This model's maximum context length is 8 tokens; input: 9 tokens",
+         "input_tokens|This model's maximum context length is 8 tokens; input[2]: 9 tokens"},
+        {"prompt", "prompt_logprobs: must be", "prompt_logprobs|prompt_logprobs: must be",
+         "prompt_logprobs|prompt_logprobs: must be"},
+        {"prompt", "n: 8 tokens; prompt: 3", "n|n: 8 tokens; prompt: 3",
+         "n|n: 8 tokens; prompt: 3"},
+    };
+    openai_fixture *f = *state;
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        for (uint32_t n = 1; n <= 5; n += 4) {
+            openai_error e;
+            error err;
+            char got[640];
+            snprintf(err.text, sizeof err.text, "%s", rows[i].text);
+            status_code code = strstr(rows[i].text, "maximum") ? STATUS_LIMIT : STATUS_INVALID;
+            openai_error_from(&f->service, status_make(code, NULL), &err, &e);
+            openai_place_prompt(rows[i].name, n, n / 2, &e);
+            snprintf(got, sizeof got, "%s|%s", e.param, e.message);
+            assert_string_equal(got, n == 1 ? rows[i].alone : rows[i].third);
+        }
+}
+
 static void error_bodies(void **state)
 {
     (void)state;
@@ -612,6 +647,7 @@ int main(void)
         cmocka_unit_test(chats_are_refused_by_name),
         cmocka_unit_test(bodies_are_capped),
         cmocka_unit_test(errors_have_a_status_a_type_and_a_field),
+        cmocka_unit_test(errors_have_the_place_of_the_prompt),
         cmocka_unit_test(error_bodies),
         cmocka_unit_test(the_longest_prompts_of_ids),
     };

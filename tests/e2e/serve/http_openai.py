@@ -302,6 +302,8 @@ class Completions(OpenAITest):
         self.assertIn("bananas", self.refuses("bananas", retention={"method": "chunkkv", "ratio": .5, "bananas": 1})
                       ["message"])
         self.refuses("stream_options", stream_options={"include_usage": True})
+        for prompt, place in (([1, 5000], "prompt[1]"), ([[1], [2, 5000]], "prompt[1][1]"), (["x", ""], "prompt[1]")):
+            self.assertEqual(self.refuses(f"{place}: ", prompt=prompt)["param"], place)
 
     def test_too_long(self):
         for fields in ({"prompt": tokens(CONTEXT + 1, 6)}, {"prompt": tokens(CONTEXT, 6)},
@@ -310,6 +312,7 @@ class Completions(OpenAITest):
             self.assertEqual((body["type"], body["param"], body["code"]), ("BadRequestError", "input_tokens", "context_length_exceeded"))
             self.assertEqual("max_tokens" in body["message"], "max_tokens" in fields)
             self.assertIn(str(len(fields["prompt"])), body["message"])
+        self.refuses(f"prompt[1]: {CONTEXT + 1} tokens", prompt=[tokens(5, 6), tokens(CONTEXT + 1, 6)])
         fits = self.complete(prompt=tokens(CONTEXT - 8, 6), max_tokens=8, ignore_eos=True)
         self.assertEqual(fits.usage.total_tokens, CONTEXT)
 
@@ -377,7 +380,8 @@ class Embeddings(OpenAITest):
 
     def test_refusals(self):
         for body, param in (({}, "input"), ({"input": []}, "input"),
-                            ({"input": tokens(CONTEXT + 1, 6)}, "input_tokens"), ({"input": ["x", ""]}, "input"), ({"input": "x", "dimensions": 4}, "dimensions")):
+                            ({"input": tokens(CONTEXT + 1, 6)}, "input_tokens"), ({"input": ["x", ""]}, "input[1]"),
+                            ({"input": [[1], [5000]]}, "input[1]"), ({"input": "x", "dimensions": 4}, "dimensions")):
             self.assertEqual(self.server.refused("/v1/embeddings", body)["param"], param, body.keys())
 
 
