@@ -37,7 +37,7 @@ static void help(FILE *out)
           "  octavo run --model models/demo --prompts questions.jsonl \\\n"
           "      --retention chunkkv:0.25 > answers.jsonl\n"
           "\n"
-          "Exit status: 0 on success, 1 on a failure, 2 when the command line is wrong.\n",
+          "Exit status: 0 on success, 1 on a failure, 2 when the command line cannot be read.\n",
           out);
 }
 

@@ -152,8 +152,8 @@ static void put_overview(strbuf *out)
     put_commands(out, "octavo-", commands, n);
     strbuf_puts(out, ".SH BENCHMARKS\n");
     put_commands(out, "octavo-bench-", benches, n_benches);
-    strbuf_puts(out, ".SH EXIT STATUS\n0 on success, 1 on a failure, 2 when the command line is "
-                     "wrong.\n");
+    strbuf_puts(out, ".SH EXIT STATUS\n0 on success, 1 on a failure, 2 when the command line "
+                     "cannot be read.\n");
 }
 
 /* ---- the command ----------------------------------------------------------------------------- */

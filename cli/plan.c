@@ -434,7 +434,7 @@ int cli_plan(cli_line *line)
     };
     const arg_command command = {
         .name = plan_name,
-        .usage = "PATH --memory [N x]BYTES [flags]",
+        .usage = "PATH [--memory [N x]BYTES] [flags]",
         .about = about,
         .groups = groups,
         .n_groups = sizeof groups / sizeof groups[0],
