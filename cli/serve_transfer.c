@@ -25,9 +25,7 @@ status serve_open_transfer(const serve_flags *flags, const backend_info *info, u
         .ttl_us = (int64_t)flags->transfer_ttl_s * 1000000,
         .timeout_us = (int64_t)flags->transfer_timeout_s * 1000000,
     };
-    status st = transfer_open(&o, out, err);
-    if (!status_ok(st)) error_prefix(err, "--kv-transfer");
-    return st;
+    return transfer_open(&o, out, err);
 }
 
 const char *serve_kv_role(const serve_flags *flags)

@@ -46,11 +46,15 @@ status transfer_open(const transfer_options *options, transfer **out, error *err
     pthread_cond_init(&t->fetches.ended, NULL);
     pthread_mutex_init(&t->count_lock, NULL);
     status s = copy_peers(t, err);
+    if (!status_ok(s)) error_prefix(err, "--kv-transfer-peers");
     t->names = names_open();
     if (status_ok(s) && !t->names) s = error_set(err, STATUS_NO_MEMORY, "out of memory");
     if (status_ok(s) && pipe2(t->stop_pipe, O_CLOEXEC) != 0)
         s = error_set(err, STATUS_IO, "cannot make a pipe");
-    if (status_ok(s)) s = open_listener(t, err);
+    if (status_ok(s)) {
+        s = open_listener(t, err);
+        if (!status_ok(s)) error_prefix(err, "--kv-transfer-listen");
+    }
     if (status_ok(s)) s = peers_start(t, err);
     if (status_ok(s)) s = fetch_start(t, err);
     if (!status_ok(s)) {

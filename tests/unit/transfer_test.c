@@ -646,10 +646,12 @@ static void addresses(void **state)
     for (size_t i = 0; i < sizeof every / sizeof every[0]; i++) {
         transfer_options o = {.listen = every[i], .bytes = 1, .ttl_us = 1, .timeout_us = 1};
         assert_int_equal(transfer_open(&o, &t, &err).code, STATUS_INVALID);
+        assert_non_null(strstr(err.text, "--kv-transfer-listen: "));
         assert_non_null(strstr(err.text, "every address"));
     }
     transfer_options o = (transfer_options){.peers = (const char *const[]){"h:0"}, .n_peers = 1};
     assert_int_equal(transfer_open(&o, &t, &err).code, STATUS_INVALID);
+    assert_string_equal(err.text, "--kv-transfer-peers: \"h:0\" is not HOST:PORT");
 }
 
 static void peers_are_those_that_are_named(void **state)
