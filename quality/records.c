@@ -200,6 +200,42 @@ static status read_line(record_store *s, const json_t *line, error *err)
     return keep_record(s, &r, err);
 }
 
+/* The name of the first setting that two head lines have unlike; NULL: there is none. */
+static const char *find_unlike(const json_t *before, const json_t *now)
+{
+    const char *name;
+    json_t *value;
+    json_object_foreach((json_t *)now, name, value)
+    {
+        const json_t *other = json_object_get(before, name);
+        if (!other || !json_equal(value, other)) return name;
+    }
+    return NULL;
+}
+
+/* Says which setting the file was made by another value of. */
+static status refuse_settings(const char *path, const char *head, const char *settings, error *err)
+{
+    error why;
+    json_t *before = NULL, *now = NULL;
+    (void)json_read_text("", head, strlen(head), &before, &why);
+    (void)json_read_text("", settings, strlen(settings), &now, &why);
+    const char *name = find_unlike(before, now);
+    const json_t *values[] = {name ? json_object_get(before, name) : NULL,
+                              name ? json_object_get(now, name) : NULL};
+    char *texts[] = {json_dumps(values[0], JSON_ENCODE_ANY),
+                     json_dumps(values[1], JSON_ENCODE_ANY)};
+    status st = error_set(err, STATUS_INVALID,
+                          "%s: was made by other settings: %s was %.160s, now it is %.160s", path,
+                          name ? name : "one", texts[0] ? texts[0] : "another",
+                          texts[1] ? texts[1] : "unknown");
+    free(texts[0]);
+    free(texts[1]);
+    json_decref(before);
+    json_decref(now);
+    return st;
+}
+
 /* Reads lines up to the last whole one; *whole receives their bytes. */
 static status read_lines(record_store *s, char *text, size_t size, const char *header,
                          size_t *whole, error *err)
@@ -209,9 +245,7 @@ static status read_lines(record_store *s, char *text, size_t size, const char *h
         if (!end) break; /* cut off while it was being written */
         *end = 0;
         if (number == 1 && strcmp(text, header) != 0)
-            return error_set(err, STATUS_INVALID,
-                             "%s: was made by other settings: %.120s; now %.120s", s->path, text,
-                             header);
+            return refuse_settings(s->path, text, header, err);
         if (number > 1) {
             json_t *line = NULL;
             RETURN_IF_ERROR(

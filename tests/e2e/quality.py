@@ -57,7 +57,7 @@ def recall(octavo, folder):
     cut = bench(octavo, *flags, "--method", "chunkkv", "--method", "rag-bm25", "--resume")
     assert "1 answers (47 before)" in cut.stderr, cut.stderr
     assert cut.stdout == more.stdout
-    refused(octavo, "other settings", *flags, "--resume", "--seed", "1")
+    refused(octavo, "other settings: seed was 42, now it is 1", *flags, "--resume", "--seed", "1")
 
 
 def analyses(octavo, folder):
