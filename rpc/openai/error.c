@@ -42,6 +42,7 @@ static void set_param(openai_error *e, const char *name, size_t n)
     snprintf(e->param, sizeof e->param, "%.*s", (int)(n < sizeof e->param ? n : 0), name);
 }
 
+static const char unknown[] = "unknown field '";
 static const char letters[] = "abcdefghijklmnopqrstuvwxyz_0123456789.[]";
 
 /* Appends the member to the param: JSON readers write 'field: "member" is …'. */
@@ -56,7 +57,6 @@ static void add_member(const char *text, openai_error *e)
  * "unknown field 'name'". */
 static void find_param(const char *text, openai_error *e)
 {
-    static const char unknown[] = "unknown field '";
     if (begins_with(text, unknown)) {
         const char *name = text + sizeof unknown - 1, *end = strrchr(name, '\'');
         if (end) set_param(e, name, (size_t)(end - name));
@@ -145,11 +145,16 @@ static size_t find_name(const openai_name *name, const char *param, size_t *at)
 
 void openai_rename(const openai_name *names, openai_error *e)
 {
+    /* An unknown field is the client's own word. */
+    if (begins_with(e->message, unknown)) return;
     for (const openai_name *name = names; name->chat; name++) {
         size_t at, n = find_name(name, e->param, &at);
         if (n == 0) continue;
-        if (begins_with(e->message, e->param))
-            replace_text(e->message, sizeof e->message, at, n, name->own);
+        /* The message may lack the param's last member: 'field: "member" is …'. */
+        size_t said = strspn(e->message, letters);
+        if (said >= at + strlen(name->chat) && strncmp(e->message, e->param, said) == 0)
+            replace_text(e->message, sizeof e->message, at, n < said - at ? n : said - at,
+                         name->own);
         replace_text(e->param, sizeof e->param, at, n, name->own);
         return;
     }

@@ -202,7 +202,10 @@ static void what_is_wrong_is_named(void **state)
     refuse(state, "{\"input\": \"x\", \"max_output_tokens\": \"1\"}", "max_output_tokens",
            "must be");
     refuse(state, "{\"input\": \"x\", \"text\": {\"format\": {\"type\": \"x\"}}}", "text.format",
-           "");
+           "text.format: \"type\" must be");
+    /* What is unknown keeps the client's word, also where chat knows it. */
+    refuse(state, "{\"input\": \"x\", \"max_tokens\": 5}", "max_tokens", "unknown field");
+    refuse(state, "{\"input\": \"x\", \"messages\": []}", "messages", "unknown field");
     refuse(state, "{\"input\": \"x\", \"text\": {\"voice\": 1}}", "text.voice", "not supported");
     refuse(state, "{\"input\": \"x\", \"echo\": true}", "echo", "unknown field");
     refuse(state, "{\"input\": \"x\", \"previous_response_id\": \"resp_0\"}",
