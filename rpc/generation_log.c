@@ -109,9 +109,11 @@ static void put_text(strbuf *line, const char *key, const strbuf *text)
 }
 
 /* Accounts for choices that were released before their end was read. */
-static void end_the_rest(const generation *g, request_log *log)
+static void end_the_rest(const generation *g, generation_request *r)
 {
+    request_log *log = &r->log;
     if (log->n_ends == g->n_choices) return;
+    if (log->n_tokens) log->usage.prompt_tokens = engine_stream_prompt(r->stream).n_tokens;
     if (log->n_tokens > log->usage.completion_tokens) log->usage.completion_tokens = log->n_tokens;
     log->total_us = clock_now_us() - g->start_us;
     for (; log->n_ends < g->n_choices; log->n_ends++)
@@ -134,7 +136,7 @@ void generation_log_end(const generation *g, generation_request *r)
     request_log *log = &r->log;
     const trace_span *span = generation_span(r);
     char trace[TRACE_ID_TEXT_BYTES];
-    end_the_rest(g, log);
+    end_the_rest(g, r);
     if (!out) return;
     strbuf line = {0};
     rpc_log_begin(&line, level_of(log), "request");

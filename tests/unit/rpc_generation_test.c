@@ -350,12 +350,13 @@ static void what_is_given_up_is_an_abort(void **state)
     rpc_fixture *f = rpc_fixture_create(&(rpc_fixture_options){0});
     (void)state;
     rpc_fixture_answer(f, "one two three four five six");
-    generation *g = rpc_fixture_start(f, "{\"prompt\": \"x\"}", 1, "gone");
+    generation *g = rpc_fixture_start(f, "{\"prompt_token_ids\": [1, 2, 3]}", 1, "gone");
     generation_output o;
     while (!generation_read(g, &o)) rpc_fixture_nap();
     generation_release(g);
     json_t *lines = rpc_fixture_log(f), *line = line_of(lines, "gone");
     assert_string_equal(text(line, "finish_reason"), "abort");
+    assert_int_equal(number(line, "prompt_tokens"), 3);
     assert_int_equal(number(line, "completion_tokens"), 1);
     json_decref(lines);
     rpc_fixture_wait_idle(f);
