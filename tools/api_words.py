@@ -27,7 +27,7 @@ HTTP_FIELDS = {
     "model": ("string", "a served name", "the served model", "The model. GET /v1/models lists the names."),
     "stream": ("boolean", "", "false", "Sends server-sent events, one for each token, and at the end `data: [DONE]`; for "
                "responses and messages the events of these APIs."),
-    "stream_options": ("object", "include_usage, continuous_usage_stats", "none",
+    "stream_options": ("object", "include_usage, continuous_usage_stats; include_obfuscation: false", "none",
                        "`include_usage` adds an event with the usage at the end, `continuous_usage_stats` adds the "
                        "usage so far to every event."),
     "return_token_ids": ("boolean", "", "false", "Adds `token_ids` to each choice, and `prompt_token_ids`."),
