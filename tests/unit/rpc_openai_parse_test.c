@@ -581,6 +581,33 @@ static void errors_have_a_status_a_type_and_a_field(void **state)
     }
 }
 
+/* The message may name the field that the param's last member is in. */
+static void names_are_those_of_the_api(void **state)
+{
+    (void)state;
+    static const openai_name names[] = {
+        {"form", "text.form", true}, {".function", ".own", false}, {NULL, NULL, false}};
+    static const char *const rows[][4] = {
+        {"form.type", "form: \"type\" must", "text.form", "text.form: \"type\" must"},
+        {"form.type", "form.type: must", "text.form", "text.form: must"},
+        {"tools[0].function.name", "tools[0].function: \"name\" must", "tools[0].own.name",
+         "tools[0].own: \"name\" must"},
+        {"tools[0].function", "tools[0]: \"function\" must", "tools[0].own",
+         "tools[0]: \"function\" must"},
+        {"form", "Another text", "text.form", "Another text"},
+        {"form", "other: must", "text.form", "other: must"},
+        {"form", "unknown field 'form'", "form", "unknown field 'form'"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        openai_error e = {0};
+        snprintf(e.param, sizeof e.param, "%s", rows[i][0]);
+        snprintf(e.message, sizeof e.message, "%s", rows[i][1]);
+        openai_rename(names, &e);
+        assert_string_equal(e.param, rows[i][2]);
+        assert_string_equal(e.message, rows[i][3]);
+    }
+}
+
 static void errors_have_the_place_of_the_prompt(void **state)
 {
     static const struct {
@@ -647,6 +674,7 @@ int main(void)
         cmocka_unit_test(chats_are_refused_by_name),
         cmocka_unit_test(bodies_are_capped),
         cmocka_unit_test(errors_have_a_status_a_type_and_a_field),
+        cmocka_unit_test(names_are_those_of_the_api),
         cmocka_unit_test(errors_have_the_place_of_the_prompt),
         cmocka_unit_test(error_bodies),
         cmocka_unit_test(the_longest_prompts_of_ids),
