@@ -142,7 +142,8 @@ static int64_t step_timeout_us(const serving *s)
     if (s->model.on_gpu) return (int64_t)LEAST_S * 1000000;
     const model_config *c = &s->model.config;
     double rows = (double)s->model.prefill_chunk + s->model.max_batch;
-    double weights = (double)s->model.facts.weight_bytes; /* 2 flops a weight of 2 bytes */
+    /* An operation a byte: two for a weight of 2 bytes, half of one for a weight of 4 bits. */
+    double weights = (double)s->model.facts.weight_bytes;
     double attention = 4.0 * s->model.max_model_len * c->n_heads * c->head_dim * c->n_layers;
     double rate = (double)FLOPS_OF_A_THREAD * s->model.facts.n_threads;
     return (int64_t)((LEAST_S + rows * (weights + attention) / rate) * 1e6);
