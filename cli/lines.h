@@ -33,7 +33,7 @@ void lines_close(line_reader *r);
 /* Reads the next line without its newline, NUL-terminated and valid until the next call. A last
  * line without a newline counts. */
 line_outcome lines_next(line_reader *r, bool wait, char **line, size_t *n);
-/* What is wrong, right after LINE_FAILED. */
+/* Fills *err with the reason, right after lines_next has returned LINE_FAILED. */
 status lines_failure(const line_reader *r, error *err);
 /* Counts the lines of a regular file that hold more than blanks; -1 for any other file. To be
  * called before the first lines_next. */

@@ -1,5 +1,5 @@
-/* What `octavo serve` keeps on disk: blocks of the prefix cache, sessions, and embeddings of
- * method reform. */
+/* Opens the stores on disk of `octavo serve`: blocks of the prefix cache, sessions, and embeddings
+ * of method reform. */
 #include "cli/serve.h"
 
 #include <stdio.h>

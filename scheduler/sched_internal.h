@@ -294,8 +294,8 @@ struct sched {
     int64_t watch_us;   // when the next row may be measured
     row_fate *fates;    // [max_seqs], one for each share of the step whose result is taken
 
-    /* What is under way for longer than a step: selections, loads, exports, and tables whose pages
-     * leave or arrive in portions; and what this call may still do of it. */
+    /* Work that takes longer than a step: selections, loads, exports, and tables whose pages leave
+     * or arrive in portions; and the portion of it that this call may still do. */
     sched_selection *first_selection, *last_selection; // the oldest, the newest
     sched_loading *first_load, *last_load;
     sched_handing *first_handing, *last_handing;

@@ -27,7 +27,7 @@
         [RETENTION_PART_SCHEDULE] = ONLY(RETENTION_SCHEDULE_CHUNK),                                \
         [RETENTION_PART_VARIANT] = ONLY(RETENTION_VARIANT_PLAIN),                                  \
     }
-/* What a preset allows for rows that may leave before the last layer, and so have no logits. */
+/* A preset's choices for rows that may leave before the last layer, and so have no logits. */
 #define READING_OPTION                                                                             \
     {                                                                                              \
         [RETENTION_PART_SCORE] = ANY_SCORE & ~ONLY(RETENTION_SCORE_NOVELTY),                       \

@@ -3,17 +3,14 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The first of bits [from, n) that is `set`, or n. */
+/* The first of bits [from, n) that is `set`, or n. Bits from n on are clear, and bits[n / 64] is
+ * there. */
 static uint32_t find_bit(const uint64_t *bits, uint32_t from, uint32_t n, bool set)
 {
     while (from < n) {
         uint64_t left = (set ? bits[from / 64] : ~bits[from / 64]) >> from % 64;
-        if (!left) {
-            from = from / 64 * 64 + 64;
-            continue;
-        }
-        from += (uint32_t)__builtin_ctzll(left);
-        return from < n ? from : n;
+        if (left) return from + (uint32_t)__builtin_ctzll(left);
+        from = from / 64 * 64 + 64;
     }
     return n;
 }

@@ -163,7 +163,7 @@ static void test_calls_of_one_connection_are_bounded(void **state)
     grpc_client other = grpc_client_plain(grpc_front_port(f->front));
     text_message m = TEXT_INIT;
     for (int i = 0; i < MOST; i++) {
-        /* Those without a message wait for one. */
+        /* Every fourth call sends no message, and the server waits for it. */
         k[i] = i % 4 ? ask_health(f, "/grpc.health.v1.Health/Watch", i % 2 ? "" : "nobody")
                      : client_start(&f->client, "/grpc.health.v1.Health/Check", NULL, 0);
         if (i % 4) assert_int_equal(next_status(k[i]), i % 2 ? SERVING : SERVICE_UNKNOWN);
@@ -181,7 +181,7 @@ static void test_calls_of_one_connection_are_bounded(void **state)
     assert_int_equal(next_status(more), SERVING);
     client_destroy(more);
     grpc_client_destroy(&other);
-    /* What ends makes room: from the middle, the first and the last. */
+    /* A call that ends makes room, be it one in the middle, the first or the last. */
     static const int ends[] = {7, 0, MOST - 1};
     for (size_t i = 0; i < sizeof ends / sizeof ends[0]; i++) {
         client_destroy(k[ends[i]]);

@@ -67,8 +67,8 @@ static http_field field(const char *name, const char *value)
     return (http_field){name, value, strlen(name), strlen(value)};
 }
 
-/* What the server reads one value of is refused where it comes twice, be the values equal or not,
- * and in whatever case. Lists may be split over several fields. */
+/* A field of which the server reads one value is refused where it comes twice, be the values equal
+ * or not, and in whatever case. Lists may be split over several fields. */
 static void single_fields_come_once(void **state)
 {
     (void)state;

@@ -203,7 +203,7 @@ static void what_is_wrong_is_named(void **state)
            "must be");
     refuse(state, "{\"input\": \"x\", \"text\": {\"format\": {\"type\": \"x\"}}}", "text.format",
            "text.format: \"type\" must be");
-    /* What is unknown keeps the client's word, also where chat knows it. */
+    /* An unknown field keeps the client's name for it, also where chat has a field of that name. */
     refuse(state, "{\"input\": \"x\", \"max_tokens\": 5}", "max_tokens", "unknown field");
     refuse(state, "{\"input\": \"x\", \"messages\": []}", "messages", "unknown field");
     refuse(state, "{\"input\": \"x\", \"text\": {\"voice\": 1}}", "text.voice", "not supported");
