@@ -1,6 +1,5 @@
 /* Retention: the tables of methods and fields, requests and their refusals. */
 #include "paged_kv/retention/method.h"
-#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdio.h>
